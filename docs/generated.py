@@ -29,17 +29,6 @@ from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402
 COMMANDS = {name: f"reference/{name}.md" for name in sorted(names())}
 TUTORIALS = sorted(f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"))
 TUTORIALS.sort(key=lambda name: name != "tutorials/own-corpus")  # the first to read
-RESULTS = (
-    "Report",
-    "EncodedStore",
-    "Estimate",
-    "LearnedDictionary",
-    "TrainedStudent",
-    "Exported",
-    "ImportedStudent",
-    "Verified",
-    "Compared",
-)
 FORMATS = {
     "Stores and shards": "shards.schema",
     "Dictionaries": "pipeline.dictionary.atoms",
@@ -123,10 +112,10 @@ def api_page():
         lines += [_object(f"mlsm.{name}", f"mlsm.{name}")]
         lines += [f"Settings: [{page}]({page}.md). Result: its report, and the fields of its class below.", ""]
     lines += ["## Objects", ""]
-    others = [name for name in mlsm.__all__ if name not in mlsm.COMMANDS]
-    lines += [_object(f"{mlsm.HOME[name]}.{name}", f"mlsm.{name}") for name in others]
+    objects = {name: _object(f"{home}.{name}", f"mlsm.{name}") for name, home in mlsm.HOME.items()}
+    lines += [text for name, text in objects.items() if mlsm.HOME[name] != "mlsm.results"]
     lines += ["## What functions return", ""]
-    lines += [_object(f"mlsm.results.{name}", name) for name in RESULTS]
+    lines += [text for name, text in objects.items() if mlsm.HOME[name] == "mlsm.results"]
     return "\n".join(lines)
 
 

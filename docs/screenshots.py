@@ -7,7 +7,8 @@
 A headless Chromium or Chrome shows the pages: that of MLSM_BROWSER, or the first one on PATH. What `show-lsp` writes is
 made here: pages of the store, and of the digits that benchmarks/visual_lsps.py encodes. Pictures end at the height that
 stands here, and get a palette of 256 colours, which makes them less than half as large. A rule says which LSP to show:
-the one with the largest mean weight on WORD, which is also searched in the list. Figures are drawn in mlsm/evaluation/plots.py.
+the one with the largest mean weight on WORD, which is also searched in the list. Figures are drawn in
+mlsm/evaluation/plots.py.
 """
 
 import argparse

@@ -23,23 +23,35 @@ TOP_LEVEL = ("pipeline", "shards", "student")
 COMMANDS = sorted(path.stem for path in Path(__file__).parent.glob("commands/[!_]*.py"))  # each is a function here
 HOME = {
     "BlimpConfig": "mlsm.evaluation.tasks.blimp.config",
+    "Codes": "pipeline.solvers",
+    "Compared": "mlsm.results",
     "Dictionary": "pipeline.dictionary",
     "EncodeConfig": "pipeline.config",
     "EncodedStore": "mlsm.results",
     "Estimate": "mlsm.results",
+    "Evaluated": "mlsm.results",
+    "Exported": "mlsm.results",
     "FinetuneConfig": "mlsm.evaluation.tasks.finetuning.config",
+    "ImportedStudent": "mlsm.results",
+    "LearnedDictionary": "mlsm.results",
     "LspCollator": "student.pretraining",
     "LspDataset": "shards.torch_dataset",
     "LspForPreTraining": "student.pretraining",
     "LspModel": "student.lsp_model",
     "LspWindows": "shards.torch_dataset",
+    "MaskWeights": "mlsm.results",
     "MlsmError": "mlsm.common.errors",
     "ProbeConfig": "student.config",
     "ProbedLspModel": "student.probe",
     "Remote": "shards.remote",
+    "Report": "mlsm.results",
+    "SavedDictionary": "mlsm.results",
     "Store": "shards.reader",
     "StudentConfig": "student.config",
+    "TextLsps": "student.lsp_model",
     "TrainedStudent": "mlsm.results",
+    "Verified": "mlsm.results",
+    "WindowTensors": "shards.torch_dataset",
     "block_windows": "shards.codec",
     "gopen": "shards.remote",
     "nonneg_lasso": "pipeline.solvers",
@@ -87,4 +99,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

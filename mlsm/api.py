@@ -25,7 +25,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from mlsm.cli.flags import meant_by
@@ -171,8 +170,8 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     return make_settings(command, values | settings, recipe, origins)
 
 
-def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
+def read_records(paths: str | PathLike[str] | Iterable[str | PathLike[str]]) -> list[dict[str, Any]]:
     """Read and check the evaluation records in files and directories. Raises RecordError, which names what is wrong."""
     from mlsm.evaluation import records
 
-    return records.read([paths] if isinstance(paths, str | Path) else paths)
+    return records.read([paths] if isinstance(paths, str | PathLike) else paths)

@@ -9,6 +9,7 @@ Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -434,7 +435,7 @@ def padded_windows_of_blocks(
     return Windows(ids, lengths, runs)
 
 
-def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
+def block_windows(samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, np.ndarray]]:
     """Turn WebDataset samples, which are blocks, into one dict per window: a decoder for plain pipelines.
 
         wds.WebDataset(urls, shardshuffle=False).compose(block_windows)

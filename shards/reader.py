@@ -14,7 +14,7 @@ from functools import cached_property
 from os import PathLike, fspath
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from mlsm.common.invocation import program
 from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import Plan, UnitRecord, differing
-from shards.windows import StoreFacts, WindowReader
+from shards.windows import Split, StoreFacts, WindowReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,16 +78,16 @@ class Store(StoreFacts):
             return copies.load_tokenizer(contents)
 
     @cached_property
-    def command(self) -> dict:
+    def command(self) -> dict[str, Any]:
         """The stored settings of the command that made the plan: {verb: settings, "recipe": its name}; {} without
         any."""
         return self.files.command(self.plan_id)
 
-    def records(self, split: str | None = None) -> list[UnitRecord]:
+    def records(self, split: Split | None = None) -> list[UnitRecord]:
         """Unit records in plan order, of one split or of all."""
         return list(self.iter_records(split))
 
-    def iter_records(self, split: str | None = None) -> Iterator[UnitRecord]:
+    def iter_records(self, split: Split | None = None) -> Iterator[UnitRecord]:
         """The same records one by one, as all records of a large store take gigabytes.
 
         Raises  StoreError when a record no longer exists, ShardError when it is damaged or another store's; ValueError
@@ -111,11 +111,11 @@ class Store(StoreFacts):
             raise StoreError(f"{path} is missing. Run the encoding command again: it encodes only that unit.")
         return record
 
-    def urls(self, split: str = "train") -> list[str]:
+    def urls(self, split: Split = "train") -> list[str]:
         """Paths or URLs of the split's shards in plan order, for plain WebDataset."""
         return [f"{self.path}/units/{record.file}" for record in self.iter_records(split)]
 
-    def split(self, name: str) -> WindowReader:
+    def split(self, name: Split) -> WindowReader:
         """WindowReader over `train` or `held_out`. Raises StoreError when it has no windows, or as `iter_records`."""
         if name is None:  # to `iter_records` it means both
             raise ValueError("a split is train or held_out, found None")
@@ -124,7 +124,7 @@ class Store(StoreFacts):
             raise StoreError(f"{self.path} has no {name} windows; {other}")
         return WindowReader(self, self.iter_records(name), name)
 
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """Totals over all units; stores with distributions also have non-zeros and kept mass per coded token."""
         totals: dict = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
         seconds = dict.fromkeys(("teacher_seconds", "solver_seconds", "head_seconds"), 0.0)

@@ -48,7 +48,7 @@ from shards.codec import HiddenRows, SparseRows, pad_rows
 from shards.manifest import differing
 from shards.position import STATE_FORMAT, Share, check_identity, sequence_identity
 from shards.reader import Store, open_store
-from shards.windows import WindowReader
+from shards.windows import Split, WindowReader
 
 logger = logging.getLogger(__name__)
 _TOKENS_AT_ONCE = 32_768  # of windows that are decoded together
@@ -92,7 +92,7 @@ class _Requests:
         return _Progress(epoch, position)
 
 
-class LspDataset(IterableDataset):
+class LspDataset(IterableDataset[dict[str, Tensor]]):
     """Windows of one split in the counted order of (seed, epoch).
 
     store       path of a store or of one of its plans, or an open Store
@@ -110,7 +110,7 @@ class LspDataset(IterableDataset):
         store: str | PathLike[str] | Store,
         *,
         seed: int = 0,
-        split: str = "train",
+        split: Split = "train",
         endless: bool = False,
         shuffle: bool = True,
         batch_size: int | None = None,
@@ -138,7 +138,7 @@ class LspDataset(IterableDataset):
         # A spawned loader worker has no process group. Without a group here, the copy may still be of any rank.
         return self.__dict__ | {"_ranks": self._rank_and_size() if _in_process_group() else self._ranks}
 
-    def __len__(self):
+    def __len__(self) -> int:
         """Items of a whole epoch on this rank."""
         if self.endless:
             raise TypeError("an endless dataset has no length")
@@ -218,7 +218,7 @@ class LspDataset(IterableDataset):
 
     # -- state ---------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The position of this process, as JSON. Outside loader workers it is the state of all ranks: save it once.
 
         This assumes that every rank has had as many items as this one, as between training steps.
@@ -230,7 +230,7 @@ class LspDataset(IterableDataset):
         began = {"epoch": progress.epoch, "position": progress.position}
         return self._identity() | began | {"worker": worker | {"items": progress.items}}
 
-    def state_after(self, items: int) -> dict:
+    def state_after(self, items: int) -> dict[str, Any]:
         """The state after every rank has had this many items since the start of the current or next iteration.
 
         For a plain DataLoader with workers, which run ahead of training: count the batches that it has used.
@@ -334,7 +334,7 @@ class LspWindows(Dataset[WindowTensors]):
     Held-out windows are always in epoch 0.
     """
 
-    def __init__(self, store: Store | str | PathLike[str], split: str = "train", *, seed: int | None = None):
+    def __init__(self, store: Store | str | PathLike[str], split: Split = "train", *, seed: int | None = None):
         super().__init__()
         self.store, self.split, self.seed = open_store(store), split, seed
         self.windows = self.store.split(split)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from shards.members import check_columns, group_columns
 from shards.schema import HiddenLayout, ShardMeta, kind_of
 
 _LONG_RUN = 32  # tokens that follow each other, on average, are copied; fewer are looked up one by one
+Split: TypeAlias = Literal["train", "held_out"]
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 
 
@@ -48,8 +50,10 @@ class StoreFacts:
         self.fingerprinted = target["settings"]
         self.target_id, self.plan_id = target["target"], plan.id
         self.kind = kind_of(target)
-        self.k, self.vocab_size = target["k"], target["vocab_size"]
-        self.max_length, self.special_ids = target["max_length"], target["special_ids"]
+        self.k: int = target["k"]
+        self.vocab_size: int = target["vocab_size"]
+        self.max_length: int = target["max_length"]
+        self.special_ids: dict[str, Any] = target["special_ids"]
         self.weight_octaves = target["weight_octaves"]
         self.hidden = HiddenLayout.of_settings(target["settings"])
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -106,7 +106,7 @@ class LspModel(nn.Module):
     facts    what lsp_config.json holds
     """
 
-    def __init__(self, student: Student, tokenizer: PreTrainedTokenizerBase, facts: dict):
+    def __init__(self, student: Student, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]):
         super().__init__()
         self.student, self.tokenizer, self.facts = student, tokenizer, facts
         self.eval()

@@ -37,7 +37,7 @@ from shards.reader import Store, open_store
 from shards.schema import MAX_ENTRIES
 from shards.torch_dataset import WindowTensors
 from student.batches import Loader, store_has_pairs
-from student.config import ResolvedConfig, StudentConfig
+from student.config import MaskUnit, ResolvedConfig, StudentConfig
 from student.encoders.model import Student, build_student
 from student.held_out import MASK_SEED
 from student.masks.masking import build_masking, check_rate
@@ -69,7 +69,7 @@ class LspCollator:
         *,
         mask_rate: float = 0.15,
         seed: int = 42,
-        mask_unit: str = "token",
+        mask_unit: MaskUnit = "token",
         corruption: str = "mask",
     ):
         self.store = open_store(store)

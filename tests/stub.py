@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import sys
 import typing
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 
@@ -22,59 +23,68 @@ from mlsm.api import docstring_of  # noqa: E402
 from mlsm.commands import Command, load_all  # noqa: E402
 from mlsm.common.settings import plain_hint, settable  # noqa: E402
 
-HEAD = '''\
+HEAD = """\
 # Written by tests/stub.py from mlsm/commands/: change those files, and run it again.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 {imports}
 
-Progress = Callable[..., None] | bool | None
-PathOrText = str | PathLike[str]
+_Progress = Callable[..., object] | bool | None
+_PathOrText = str | PathLike[str]
 
 COMMANDS: list[str]
 HOME: dict[str, str]
 __all__: list[str]
-
-def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
-'''
+"""
 
 
 def stub() -> str:
     """Write the text of mlsm/__init__.pyi."""
     commands = load_all()
     functions = [_function(command) for command in sorted(commands.values())]
-    imports = {(module, name) for name, module in mlsm.HOME.items() if name != "read_records"}
+    imports = {(module, name) for name, module in mlsm.HOME.items()}
     for command in commands.values():
         imports.add((command.settings.__module__, command.settings.__name__))
-        imports |= {("mlsm.results", name) for name in _names(_returned(command))}
-    exported = mlsm.HOME  # `as` exports a name: only those that `import mlsm` has
-    lines = [f"from {module} import {name}" + f" as {name}" * (name in exported) for module, name in sorted(imports)]
-    return "\n".join([HEAD.format(imports="\n".join(lines)), *functions])
+    lines = [f"from {module} import {name} as {_exported(name)}" for module, name in sorted(imports)]
+    settings = {name: module for name, module in mlsm.HOME.items() if name.endswith("Config")}
+    classes = [_class(getattr(import_module(module), name)) for name, module in settings.items()]
+    return "\n".join([HEAD.format(imports="\n".join(lines)), *classes, *functions])
+
+
+def _exported(name: str) -> str:
+    """The name of an imported class in the stub: `as` the same name exports it. Settings are written out below."""
+    return name if name in mlsm.HOME and not name.endswith("Config") else f"_{name}"
+
+
+def _class(settings: type) -> str:
+    """A settings class that takes what its command's function takes. Its attributes have the types of the fields."""
+    name, fields = settings.__name__, settable(settings).values()
+    listed = "".join(f"        {_parameter(field)},\n" for field in fields)
+    init = f"    def __init__(\n        self,\n        *,\n{listed}    ) -> None: ...\n"
+    return f"class {name}(_{name}):\n{_docstring(inspect.getdoc(settings) or '')}\n{init}"
 
 
 def _function(command: Command) -> str:
     fields = settable(command.settings)
-    ours = command.settings.__name__
+    ours = _exported(command.settings.__name__)
     if command.by_position:
         first, *others = (_parameter(fields[name]) for name in command.by_position)
         lines = [first.replace(" = ", f" | {ours} = ", 1), *others, "*"]
     else:
         lines = [f"config: {ours} | None = None", "*"]
-    lines += ["recipe: PathOrText | None = None"] * command.recipes + ["progress: Progress = None"]
+    lines += ["recipe: _PathOrText | None = None"] * command.recipes + ["progress: _Progress = None"]
     lines += [_parameter(field) for name, field in fields.items() if name not in command.by_position]
-    returned = _spell(_returned(command))
-    docstring = docstring_of(command).replace("\n", "\n    ").replace("    \n", "\n")
+    returned = _spell(_returned(command)).replace("_PathOrText", "str")
     listed = "".join(f"    {line},\n" for line in lines)
-    return f'def {command.python_name}(\n{listed}) -> {returned}:\n    """{docstring}{_end(docstring)}"""\n'
+    return f"def {command.python_name}(\n{listed}) -> {returned}:\n{_docstring(docstring_of(command))}"
 
 
-def _end(docstring: str) -> str:
-    return "\n    " if "\n" in docstring else ""
+def _docstring(text: str) -> str:
+    indented = text.replace("\n", "\n    ").replace("    \n", "\n")
+    return f'    """{indented}' + "\n    " * ("\n" in text) + '"""\n'
 
 
 def _parameter(field: dataclasses.Field) -> str:
@@ -100,17 +110,11 @@ def _spell(hint: object) -> str:
             return f"list[{_spell(kinds[0])}]"
         case origin if origin in (typing.Union, UnionType):
             return " | ".join(dict.fromkeys(" | ".join(map(_spell, kinds)).split(" | ")))
-    return {NoneType: "None", str: "PathOrText", Path: "PathOrText", typing.Any: "Any"}.get(hint) or hint.__name__
+    return {NoneType: "None", str: "_PathOrText", Path: "_PathOrText", typing.Any: "Any"}.get(hint) or hint.__name__
 
 
 def _returned(command: Command) -> object:
     return inspect.signature(command.run).return_annotation
-
-
-def _names(hint: object) -> set[str]:
-    """Names of our classes in a return type."""
-    kinds = typing.get_args(hint) or (hint,)
-    return {kind.__name__ for kind in kinds if getattr(kind, "__module__", "") == "mlsm.results"}
 
 
 if __name__ == "__main__":

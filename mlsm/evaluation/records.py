@@ -29,6 +29,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,7 +181,7 @@ def write(output: Path | str, record: dict) -> Path:
     return path
 
 
-def read(paths: Iterable[Path | str]) -> list[dict]:
+def read(paths: Iterable[str | PathLike[str]]) -> list[dict]:
     """The records in some files and directories, which are searched recursively.
 
     Returns  list of dicts, in the order of the arguments, within a directory by path; `file` is the file of each
@@ -188,7 +189,9 @@ def read(paths: Iterable[Path | str]) -> list[dict]:
     """
     files = [file for path in paths for file in _find_files(Path(path).expanduser())]
     if not files:
-        raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
+        raise RecordError(
+            f"no records in {', '.join(fspath(path) for path in paths)}. Make some:  {program()} finetune MODEL"
+        )
     return [read_file(file) | {"file": str(file)} for file in dict.fromkeys(files)]
 
 

@@ -12,7 +12,7 @@ Shapes: N tokens, d hidden width, K atoms.
 import dataclasses
 import math
 import warnings
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from pipeline.solvers.problem import (
     Array,
     Codes,
     ConvergenceWarning,
+    OneArray,
     check_gram,
     duality_gap,
     join_codes,
@@ -37,9 +38,19 @@ from pipeline.solvers.problem import (
 )
 from pipeline.solvers.tensors import float32_on, on_gpu, product
 
-__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "PreparedAtoms", "choose_backend", "nonneg_lasso", "prepare"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Codes",
+    "ConvergenceWarning",
+    "PreparedAtoms",
+    "choose_backend",
+    "nonneg_lasso",
+    "prepare",
+]
 
-BACKENDS = ("auto", "cpu", "cuda", "torch", "fista")
+Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch", "fista"]
+BACKENDS = get_args(Backend)
 LARGEST_LAM = 1e30  # far above any correlation: kernels, which know no infinity, subtract it from -3e38
 ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
 
@@ -77,16 +88,16 @@ def _version(tensor):
 
 
 def nonneg_lasso(
-    hidden_Nd: Array,
+    hidden_Nd: OneArray,
     atoms_Kd: Array,
     lam: float,
     *,
     gram_KK: Array | PreparedAtoms | PreparedTensors | None = None,
     tol: float | None = 1e-3,
     gap: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
     steps: int = STEPS,
-) -> Codes:
+) -> Codes[OneArray]:
     """Sparse-code N tokens: minimise 1/2 ||h - a D||^2 + lam * sum(a) over a >= 0 for every row h.
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any

@@ -13,7 +13,7 @@ Shapes: N tokens, d hidden width, K atoms.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ LONGEST = 1e8  # norm of a row or an atom: of longer ones, products of squares w
 GRAM_ROUNDING = 0.01  # of the largest squared norm: a Gram matrix in bfloat16 is off by 0.004, of such atoms by 0.008
 GRAM_ROWS = 32  # at least so many rows of a given Gram matrix are computed again, if it has as many
 Array: TypeAlias = np.ndarray | torch.Tensor
+OneArray = TypeVar("OneArray", np.ndarray, torch.Tensor)
 
 
 class ConvergenceWarning(UserWarning):
@@ -30,7 +31,7 @@ class ConvergenceWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Codes:
+class Codes(Generic[OneArray]):
     """Non-negative sparse codes of N tokens in CSR form, each with its certificate.
 
     indptr   int64 (N + 1): row n is entries indptr[n] to indptr[n + 1]
@@ -42,20 +43,20 @@ class Codes:
     NumPy arrays, or torch tensors where they were computed (then gap is one on the CPU).
     """
 
-    indptr: np.ndarray
-    indices: np.ndarray
-    values: np.ndarray
-    kkt: np.ndarray
-    gap: np.ndarray | None = None
+    indptr: OneArray
+    indices: OneArray
+    values: OneArray
+    kkt: OneArray
+    gap: OneArray | None = None
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.indptr) - 1
 
-    def to_host(self) -> "Codes":
+    def to_host(self) -> "Codes[np.ndarray]":
         """These codes as NumPy arrays."""
         return self._each(lambda array: array.cpu().numpy() if isinstance(array, torch.Tensor) else array)
 
-    def to_tensors(self) -> "Codes":
+    def to_tensors(self) -> "Codes[torch.Tensor]":
         """These codes as torch tensors; NumPy arrays share their memory with them."""
         return self._each(torch.as_tensor)
 

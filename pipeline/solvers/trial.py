@@ -23,14 +23,14 @@ import torch
 
 from mlsm.common import proofs
 from mlsm.common.device import choose_device
-from pipeline.solvers import nonneg_lasso, prepare
+from pipeline.solvers import Backend, nonneg_lasso, prepare
 from pipeline.solvers.problem import Codes, duality_gap, kkt_violation
 
 ROUNDS = 3  # that are timed, after one that compiles
 COMPARED_AT_ONCE = 512
 
 
-def code_with(backend: str) -> Callable[..., Codes]:
+def code_with(backend: Backend) -> Callable[..., Codes]:
     """A function that codes rows with a backend: (hidden_Nd, atoms_Kd, gram_KK, lam, tol) -> Codes."""
 
     def code(hidden_Nd: Any, atoms_Kd: Any, gram_KK: Any, lam: float, tol: float) -> Codes:
@@ -41,7 +41,7 @@ def code_with(backend: str) -> Callable[..., Codes]:
     return code
 
 
-SOLVERS = {backend: code_with(backend) for backend in ("cpu", "torch", "cuda")}
+SOLVERS = {"cpu": code_with("cpu"), "torch": code_with("torch"), "cuda": code_with("cuda")}
 
 
 def main(directory: Path) -> None:

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from mlsm.common.errors import RunError, StoreError
 from shards.manifest import differing
 from shards.reader import Store, plan_of
-from shards.windows import WindowReader
+from shards.windows import Split, WindowReader
 from student.objectives import OBJECTIVES
 from student.objectives.base import MaskedTokens, Objective
 
@@ -85,7 +85,7 @@ class SeveralStores(Objective):
         Raises  StoreError if their numbers of windows and tokens differ, which are equal in stores of one plan
         """
         if windows.split not in self._beside:
-            others = [store.split(windows.split) for store in self.other_stores]
+            others = [store.split(cast(Split, windows.split)) for store in self.other_stores]
             for other in others:
                 if (len(other), other.tokens) != (len(windows), windows.tokens):
                     raise StoreError(

@@ -10,10 +10,12 @@ from tiny_store import write_store
 from tiny_teacher import standard_text, tiny_teacher
 from transformers import AutoModelForMaskedLM
 
+import mlsm
 from mlsm.common.errors import RecordError
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.models import match_trainings, models_of
 from mlsm.evaluation.lineage import FIELDS, lineage
+from mlsm.results import Evaluated
 from pipeline.teacher import teacher_fingerprint
 from student.config import StudentConfig
 from student.train import train
@@ -54,6 +56,13 @@ def test_what_is_written_is_read_again(tmp_path):
     records.write(tmp_path, first | {"wall": 2.0})
     assert records.read([path])[0]["wall"] == 2.0
     assert sorted(file.name for file in path.parent.iterdir()) == ["mrpc-seed0.json", "mrpc-seed1.json"]
+
+
+def test_the_records_of_a_result_are_read(tmp_path):
+    """A result is also a Mapping, whose keys are not paths."""
+    path, result = records.write(tmp_path, record()), Evaluated.of({"output": str(tmp_path), "made": 1})
+    whole = [record() | {"file": str(path)}]
+    assert mlsm.read_records(result) == mlsm.read_records([result]) == mlsm.read_records(tmp_path) == whole
 
 
 def test_a_record_that_names_neither_warm_up_nor_clipping_was_made_without_them(tmp_path):

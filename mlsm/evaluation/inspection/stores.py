@@ -23,6 +23,7 @@ from shards.copies import foreign_errors, parse_dictionary
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming
+from shards.windows import Split
 from student.masks.words import token_names
 
 TOP_ATOMS = 10
@@ -132,7 +133,7 @@ def _flatten(settings, prefix=""):
 # -- one window, one document -----------------------------------------------------------------------------
 
 
-def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
+def window_tokens(store: Store, split: Split, number: int, top: int) -> dict:
     """A window's tokens with their largest LSPs, or their teacher's most probable words."""
     reader = store.split(split)
     if not 0 <= number < len(reader):
@@ -146,7 +147,7 @@ def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
     return _view(store, heading, batch.ids[0, :length], rows, top)
 
 
-def document_tokens(store: Store, split: str, number: int, top: int, limit: int = 512) -> dict:
+def document_tokens(store: Store, split: Split, number: int, top: int, limit: int = 512) -> dict:
     """A document's tokens with the same, over all its windows; special tokens are omitted.
 
     limit  most tokens to show

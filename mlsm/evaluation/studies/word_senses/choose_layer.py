@@ -45,7 +45,7 @@ from pipeline.dictionary import Dictionary
 from pipeline.dictionary.learning import ALGORITHM
 from pipeline.job import load_teacher, named_by_content, open_executor, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
-from pipeline.solvers import nonneg_lasso, proof
+from pipeline.solvers import Backend, nonneg_lasso, proof
 from pipeline.teacher import Teacher, locate, read_config
 from shards.manifest import fingerprint
 
@@ -327,7 +327,7 @@ def diagnose_layer(
 def _codes(parts, word_of_row, atoms_Kd, lam, tolerance, device):
     """Codes of all words in the order of their numbers: CSR (words, K)."""
     proven = proof.kept_backend(device, atoms_Kd.shape[1], len(atoms_Kd), lam) if device.type == "cuda" else None
-    backend = "cuda" if proven == "cuda" else "cpu"
+    backend: Backend = "cuda" if proven == "cuda" else "cpu"
     gram_KK = atoms_Kd @ atoms_Kd.T
     found = []
     for rows_nd in parts:
