@@ -84,7 +84,7 @@ ROWS = {  # arm or model -> what it is
     "regress-visible": "hidden states, all tokens",
     "regress-visible-l3": "layer 3's hidden states, all tokens",
     "regress-visible-l3-pq64": "layer 3's hidden states in 64 bytes, all tokens",
-    "mlm-equal-hours": "masked words, hours of layer 3's LSPs",
+    "mlm-equal-hours": "masked words, as many hours as layer 3's LSPs",
     "mlm-4x256-lr0.002": "4 × 256: masked words",
     "mlm-4x256": "4 × 256: masked words, default learning rate",
     "mlsm-visible-l3-4x256": "4 × 256: layer 3's LSPs, all tokens",

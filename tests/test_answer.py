@@ -140,6 +140,15 @@ def test_differences_after_fine_tuning_are_those_of_the_records(task, one, other
         assert abs(float(number)) == abs(round(exact, digits)), (said, exact)
 
 
+def test_the_readme_says_the_same_leads():
+    leads = [
+        fmean(fine_tuned("regress-visible-l3", seed, task) - fine_tuned("mlm", seed, task) for seed in range(4))
+        for task in ("conll2003", "sst2")
+    ]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "{:.1f} ahead of words on entities, {:.1f} on sentiment".format(*leads) in text
+
+
 def fine_tuned(arm, seed, task):
     """The score of one student, in percent."""
     step = {"mlm": "-step-00008350", "untrained": "-step-00000000"}.get(arm, "")

@@ -187,11 +187,10 @@ def read(paths: Iterable[str | PathLike[str]]) -> list[dict]:
     Returns  list of dicts, in the order of the arguments, within a directory by path; `file` is the file of each
     Raises   RecordError, which names a malformed file and field, or says that there are no records
     """
-    files = [file for path in paths for file in _find_files(Path(path).expanduser())]
+    names = [fspath(path) for path in paths]
+    files = [file for name in names for file in _find_files(Path(name).expanduser())]
     if not files:
-        raise RecordError(
-            f"no records in {', '.join(fspath(path) for path in paths)}. Make some:  {program()} finetune MODEL"
-        )
+        raise RecordError(f"no records in {', '.join(names)}. Make some:  {program()} finetune MODEL")
     return [read_file(file) | {"file": str(file)} for file in dict.fromkeys(files)]
 
 
