@@ -99,7 +99,7 @@ class StoredHidden:
                 failed[record.unit] = dict(windows)
                 yield record
 
-        return _Records(WindowReader(self.store, noted(), "whole"), shards, failed)
+        return _Records(WindowReader(self.store, noted(), None), shards, failed)
 
     def identity(self) -> dict:
         """The settings of a store that was made from this one."""

@@ -92,10 +92,10 @@ class WindowReader:
 
     store    StoreFacts of the store
     records  UnitRecords in plan order, read once
-    split    train or held_out
+    split    train or held_out; None: both
     """
 
-    def __init__(self, store: StoreFacts, records: Iterable[UnitRecord], split: str):
+    def __init__(self, store: StoreFacts, records: Iterable[UnitRecord], split: Split | None):
         self.store, self.split = store, split
         self._table = BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))

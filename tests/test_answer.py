@@ -160,10 +160,23 @@ def fine_tuned(arm, seed, task):
 def test_sentence_vectors_are_those_of_the_trials():
     """Four pairs of the pilot's length, and the table of the page. Read as JSON."""
 
+    def recorded(student, seed, task):
+        [file] = SECOND.glob(f"pilot/evaluations/{student.format(seed)}-????????/frozen/{task}.json")
+        return json.loads(file.read_text())
+
     def similarity(student, seed):
         """Spearman's correlation of the last layer's means on the development set, times 100."""
-        [file] = SECOND.glob(f"pilot/evaluations/{student.format(seed)}-????????/frozen/stsb.json")
-        return 100 * json.loads(file.read_text())["chosen"]["cosine"]["layers"][-1]["dev"]
+        return 100 * recorded(student, seed, "stsb")["chosen"]["cosine"]["layers"][-1]["dev"]
+
+    def tuning(student, seed):
+        found = {figure["metric"]: figure["value"] for figure in recorded(student, seed, "conll2003")["figures"]}
+        return [found[f"{measure}_tuning"] for measure in ("entities", "pos", "chunks")]
+
+    def composite(student, seed):
+        untrained = (tuning(arms["untrained"], seed) for seed in range(100, 104))
+        of_untrained = map(fmean, zip(*untrained, strict=True))
+        scales = zip(tuning(student, seed), of_untrained, tuning("all-minilm-l6-v2", None), strict=True)
+        return fmean(100 * (score - floor) / (teacher - floor) for score, floor, teacher in scales)
 
     arms = {
         "hidden states of layer 6, all tokens": "regress-visible-l6-lr0.008-seed{}",
@@ -174,6 +187,10 @@ def test_sentence_vectors_are_those_of_the_trials():
     scores = {name: [similarity(student, seed) for seed in range(100, 104)] for name, student in arms.items()}
     for name, found in scores.items():
         assert f"| {name} | 4 | {fmean(found):.1f} ± {stdev(found):.1f} |" in page
+    of_words = [composite(arms["masked words"], seed) for seed in range(100, 104)]
+    assert f"| {fmean(of_words):.1f} ± {stdev(of_words):.1f} |" in page
+    of_states = composite(arms["hidden states of layer 6, all tokens"], 100)
+    assert f"| {of_states:.1f} (one student) |" in page
     lsps = similarity("mlsm-visible-l6-lr0.008-seed{}", 100)
     assert f"| LSPs of layer 6, all tokens | 1 | {lsps:.1f} |" in page
     ours, words, _ = scores.values()

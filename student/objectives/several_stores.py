@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from mlsm.common.errors import RunError, StoreError
 from shards.manifest import differing
 from shards.reader import Store, plan_of
-from shards.windows import Split, WindowReader
+from shards.windows import WindowReader
 from student.objectives import OBJECTIVES
 from student.objectives.base import MaskedTokens, Objective
 
@@ -85,7 +85,8 @@ class SeveralStores(Objective):
         Raises  StoreError if their numbers of windows and tokens differ, which are equal in stores of one plan
         """
         if windows.split not in self._beside:
-            others = [store.split(cast(Split, windows.split)) for store in self.other_stores]
+            assert windows.split is not None, "training reads one split"
+            others = [store.split(windows.split) for store in self.other_stores]
             for other in others:
                 if (len(other), other.tokens) != (len(windows), windows.tokens):
                     raise StoreError(
